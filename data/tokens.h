@@ -47,12 +47,12 @@ enum {
 // broken file, so control bytes become '?': the message stays one line and cannot drive a terminal.
 __attribute__((noreturn, format(printf, 3, 4))) static inline void die(
     int code, const char* where, const char* format, ...) {
-    char text[4096], line[8400];
+    char text[4096], line[10400];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    snprintf(line, sizeof(line), "error: %.4000s: %s", where, text);
+    snprintf(line, sizeof(line), "error: %.6000s: %s", where, text);
     for (char* c = line; *c; c++) *c = iscntrl((unsigned char)*c) ? '?' : *c;
     fflush(stdout);  // what was reported before the error stays before it
     fprintf(stderr, "%s\n", line);
