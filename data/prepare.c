@@ -539,8 +539,8 @@ static void stream_text(Stream* stream, const Text* text, Floor* floor) {
 // -------------------------------------------------------------------------------------------------
 // Evaluation sets: lines of label, context and four endings, to the format that eval.h describes
 //
-// As in llm.c's HellaSwag, a context has no <|endoftext|> before it, and an ending goes on from the
-// context after a space.
+// A context is the beginning of a document, so <|endoftext|> comes first, as in the train shards (in
+// llm.c's HellaSwag it does not). An ending goes on from the context after a space.
 
 enum { N_ENDINGS = 4, N_FIELDS = 2 + N_ENDINGS };
 
@@ -555,11 +555,12 @@ static void put_word(WordList* list, size_t word) {
     list->words[list->n++] = (uint16_t)word;
 }
 
-// A text's tokens, behind their number.
-static void put_text(WordList* list, const Tokenizer* t, const char* s, size_t n) {
+// A text's tokens, behind their number; a document begins with <|endoftext|>.
+static void put_text(WordList* list, const Tokenizer* t, const char* s, size_t n, int document) {
     uint16_t* ids = (uint16_t*)xmalloc(n, sizeof(uint16_t));
     size_t n_ids = tokenizer_encode(t, s, n, ids);
-    put_word(list, n_ids);
+    put_word(list, n_ids + (size_t)document);
+    if (document) put_word(list, (size_t)t->eot);
     for (size_t i = 0; i < n_ids; i++) put_word(list, ids[i]);
     free(ids);
 }
@@ -587,12 +588,12 @@ static void put_example(WordList* list, const Tokenizer* t, char* const* fields,
     put_word(list, (size_t)index);
     put_word(list, (size_t)(*fields[0] - '0'));
     put_word(list, N_ENDINGS);
-    put_text(list, t, fields[1], (size_t)(fields[2] - fields[1]) - 1);
+    put_text(list, t, fields[1], (size_t)(fields[2] - fields[1]) - 1, 1);
     for (int i = 2; i < N_FIELDS; i++) {
         // Where an ending has no space in front, the tab becomes one.
         char* ending = fields[i];
         if (*ending != ' ') *--ending = ' ';
-        put_text(list, t, ending, (size_t)(fields[i + 1] - ending) - 1);
+        put_text(list, t, ending, (size_t)(fields[i + 1] - ending) - 1, 0);
     }
 }
 

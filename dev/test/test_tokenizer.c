@@ -874,9 +874,10 @@ static void test_long_floor(void) {
 // An evaluation set word by word. One ending has a space in front, the others get it.
 static void test_eval(void) {
     // The second word, the bytes of the example, is 2 * n. Letters and spaces stand for their ids.
-    enum { n = 25 };
-    static const int expected[n] = {65535, 2 * n, 0, 2, 4, 3, 'a', 'b', 'c', 2, ' ', 'd', 3, ' ',
-        'e', 'f', 2, ' ', 'g', 5, ' ', 'h', ' ', 'i', 'j'};
+    // 256 is <|endoftext|>, with which a context begins.
+    enum { n = 26 };
+    static const int expected[n] = {65535, 2 * n, 0, 2, 4, 4, 256, 'a', 'b', 'c', 2, ' ', 'd', 3,
+        ' ', 'e', 'f', 2, ' ', 'g', 5, ' ', 'h', ' ', 'i', 'j'};
     int n_lines;
     size_t size, n_wrong = 0;
     write_string("q.one.tsv", "2\tabc\t d\tef\t g\th ij\n0\tk\tl\tm\tn\to\n");
@@ -891,14 +892,14 @@ static void test_eval(void) {
     memcpy(words, file + 1024, size - 1024);
     Tokenizer* t = tokenizer_create();
     for (size_t i = 0; i < n; i++) {
-        int is_text = i > 5 && expected[i] >= ' ';
+        int is_text = i > 6 && expected[i] >= ' ';
         n_wrong += words[i] != (is_text ? t->id_of[expected[i]] : expected[i]);
     }
     check("words of an example that differ", (double)n_wrong, 0);
     check_true("the second example follows", words[n] == 65535 && words[n + 2] == 1);
     check_true("header of an evaluation set",
         header[0] == 20240522 && header[1] == 1 && header[2] == 2 && header[3] == 2 * n);
-    check_true("size of an evaluation set", size == 1024 + 2 * (n + 5 + 2 + 4 * 3));
+    check_true("size of an evaluation set", size == 1024 + 2 * (n + 5 + 3 + 4 * 3));
     Questions questions = questions_open(path, 257);
     check_true("eval.h reads both examples", questions.n_examples == 2);
     free(questions.text);
