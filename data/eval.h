@@ -202,11 +202,12 @@ static inline float* floor_read(const char* path, uint64_t n) {
 
 typedef struct {
     int B, T;
-    int *inputs, *targets;                // (B,T)
-    float* losses;                        // (B,T), in nats
-    void (*run)(void* owner);             // inputs, targets -> losses
+    int *inputs, *targets;              // (B,T)
+    float* losses;                      // (B,T), in nats
+    void (*run)(void* owner);           // inputs, targets -> losses
     void* owner;
-    const volatile sig_atomic_t* stop;    // a signal came: no more
+    const volatile sig_atomic_t* stop;  // a signal came: no more
+    int* sample;                        // (T+1), on its way into a row
 } Scorer;
 
 // Row b: context and ending, cut in front where they are too long. Returns how many targets are the
