@@ -494,8 +494,8 @@ static inline void transpose4(float* out, size_t width, const float* in, size_t 
     *(Vec4*)(out + 3 * width) = __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
 }
 
-// out: ceil(n / width) panels (K, width), lane i of panel p is in[(p * width + i) * lane + k *
-// step]; lanes beyond n are 0. One of lane and step is 1.
+// out: ceil(n / width) panels (K, width), lane i of panel p is in[(p * width + i) * lane + k * step];
+// lanes beyond n are 0. One of lane and step is 1.
 ALWAYS_INLINE void pack(float* out, const float* in, size_t lane, size_t step, int n, int K,
                         const int width) {
     for (int first = 0; first < n; first += width, in += width * lane, out += (size_t)width * K) {
@@ -505,7 +505,7 @@ ALWAYS_INLINE void pack(float* out, const float* in, size_t lane, size_t step, i
             for (int k = 0; k < K; k++) memcpy(out + k * width, in + k * step, 4 * width);
             continue;
         }
-        for (; i + 4 <= lanes; i += 4) {
+        for (; step == 1 && i + 4 <= lanes; i += 4) {
             int k = 0;
             for (; k + 4 <= K; k += 4) {
                 transpose4(out + k * width + i, width, in + i * lane + k, lane);
@@ -515,7 +515,7 @@ ALWAYS_INLINE void pack(float* out, const float* in, size_t lane, size_t step, i
             }
         }
         for (; i < lanes; i++) {
-            for (int k = 0; k < K; k++) out[k * width + i] = in[i * lane + k];
+            for (int k = 0; k < K; k++) out[k * width + i] = in[i * lane + k * step];
         }
     }
 }
@@ -976,7 +976,7 @@ static float softmax_loss(float* logits, int target, float scale, int V, int Vp)
     float unit = scale / total;
     for (int v = 0; v < Vp; v += LANES) vec_store(logits + v, vec_load(logits + v) * unit);
     logits[target] -= scale;
-    return logf(total) + m - target_logit;
+    return logf(total) + (m - target_logit);
 }
 
 void classifier_softmax(float* logits, float* losses, const int* targets, float scale, size_t N,
@@ -1061,8 +1061,8 @@ void muon_update(float* w, float* momentum, const float* grads, float clip, cons
         x[i] = g + beta * (momentum[i] - g);
         squares += (double)x[i] * x[i];
     }
-    float unit = squares > 0 ? (float)(1 / sqrt(squares)) : 0;  // a zero gradient stays zero
-    for (size_t i = 0; i < n; i++) x[i] *= unit;
+    double unit = squares > 0 ? 1 / sqrt(squares) : 0;  // a zero gradient stays zero
+    for (size_t i = 0; i < n; i++) x[i] = (float)(x[i] * unit);
     newton_schulz(x, scratch + n, rows, cols);
     for (size_t i = 0; i < n; i++) {
         w[i] = (1 - u->muon_lr * u->weight_decay) * w[i] - u->muon_lr * size * x[i];
