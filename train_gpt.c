@@ -494,8 +494,8 @@ static inline void transpose4(float* out, size_t width, const float* in, size_t 
     *(Vec4*)(out + 3 * width) = __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
 }
 
-// out: ceil(n / width) panels (K, width), lane i of panel p is in[(p * width + i) * lane + k * step];
-// lanes beyond n are 0. One of lane and step is 1.
+// out: ceil(n / width) panels (K, width), lane i of panel p is in[(p * width + i) * lane + k *
+// step]; lanes beyond n are 0. One of lane and step is 1.
 ALWAYS_INLINE void pack(float* out, const float* in, size_t lane, size_t step, int n, int K,
                         const int width) {
     for (int first = 0; first < n; first += width, in += width * lane, out += (size_t)width * K) {
@@ -1591,6 +1591,7 @@ typedef struct {
     Record* records;           // room for the tensors of a file
     float* buffer;             // and for their numbers
     Scorer batch;              // the tokens of a micro batch
+    Questions questions;       // --eval
 } Run;
 
 static volatile sig_atomic_t stop_signal, save_signal;
@@ -1662,6 +1663,7 @@ int save_checkpoint(Run* r) {
                        r->buffer);
     checkpoint_hub_files(&c, g->V, g->context, g->C, g->L, g->NH, r->vocab_json, r->merges);
     int error = checkpoint_commit(&c, r->o.out);
+    if (error == EDOM) die(EXIT_NUMERIC, c.path, "%s is not finite, need finite weights", c.bad);
     if (error) fprintf(stderr, "warning: %s: not written: %s\n", c.path, strerror(error));
     if (error) return 0;
     r->saved_step = r->step;
@@ -1669,25 +1671,9 @@ int save_checkpoint(Run* r) {
     return 1;
 }
 
-// More steps than before under wsd: the checkpoints of the old cooldown are left aside under a name
-// that says so, and training goes on from the newest one before it.
-void go_back_before_fall(Run* r, long long old_steps) {
-    long long steps[MOST_CHECKPOINTS], fall = fall_begins(r, old_steps);
-    if (fall < 0 || r->step <= fall) return;
-    r->step = checkpoint_newest(r->o.out, fall);
-    if (r->step < 0) die(EXIT_RESUME, r->o.out, "no checkpoint up to %lld, need one", fall);
-    int n = checkpoint_list(r->o.out, steps);
-    for (int i = 0; i < n && steps[i] > r->step; i++) {
-        const char *from = step_path(r, steps[i]), *to;
-        to = xprintf("%s/cooled_%06lld", r->o.out, steps[i]);
-        remove_folder(to);
-        if (rename(from, to)) die(EXIT_RESOURCES, from, "cannot be renamed: %s", strerror(errno));
-        printf("resume      %s is kept as %s\n", from, to);
-    }
-}
-
-// Where to go on from; called before anything is derived from the number of steps.
+// Where to go on from; called before anything is derived from the number of steps. Changes nothing.
 void find_checkpoint(Run* r) {
+    struct stat info;
     r->step = checkpoint_newest(r->o.out, LLONG_MAX);
     if (r->step < 0) return;
     TensorFile* f = tensor_file_open(xprintf("%s/optimizer.safetensors", step_path(r, r->step)));
@@ -1695,16 +1681,38 @@ void find_checkpoint(Run* r) {
     const char* momentum = facts_find(&f->facts, "momentum-warmup");
     if (!steps || !warmup || !momentum) die(EXIT_INPUT, f->path, "no schedule, need our own file");
     long long before = strtoll(steps, NULL, 10);
-    if (!option_given(&r->table, "steps")) r->o.steps = before;
+    int asked = option_given(&r->table, "steps");
+    int known = stat(xprintf("%s/options.tsv", r->o.out), &info) == 0;
+    if (!asked && (!known || r->o.steps < before)) r->o.steps = before;
     if (r->o.steps < before) {
         die(EXIT_RESUME, "--steps", "%lld, need at least the %lld before", r->o.steps, before);
     }
     // Warm-ups that followed from the number of steps stay as they were.
     if (!option_given(&r->table, "warmup")) r->o.warmup = strtoll(warmup, NULL, 10);
     r->schedule.momentum_warmup = strtoll(momentum, NULL, 10);
-    if (r->o.steps > before) go_back_before_fall(r, before);
+    // More steps under wsd: on from the newest checkpoint before the rates began to fall.
+    long long fall = fall_begins(r, before);
+    if (r->o.steps > before && fall >= 0 && r->step > fall) {
+        r->step = checkpoint_newest(r->o.out, fall);
+        if (r->step < 0) die(EXIT_RESUME, r->o.out, "no checkpoint up to %lld, need one", fall);
+    }
     r->saved_step = r->step;
     tensor_file_close(f);
+}
+
+// The checkpoints of a cooldown that the run goes back behind are kept, under another name.
+void keep_cooled_checkpoints(const Run* r) {
+    long long steps[MOST_CHECKPOINTS];
+    int n = checkpoint_list(r->o.out, steps);
+    for (int i = 0; i < n && steps[i] > r->step; i++) {
+        char *from = checkpoint_path(r->o.out, "step", steps[i]);
+        const char* prefix = checkpoint_is_whole(from) ? "cooled" : "broken";
+        char* to = checkpoint_path(r->o.out, prefix, steps[i]);
+        remove_folder(to);
+        if (rename(from, to)) die_errno(EXIT_RESOURCES, from, "need to rename it");
+        printf("resume      %s is kept as %s\n", from, to);
+        free(from), free(to);
+    }
 }
 
 // Every fact must be the same as in the checkpoint, but that there may be more steps now.
@@ -1759,7 +1767,8 @@ void load_vocabulary(Run* r) {
     if (!r->o.bpe[0] && stat(path, &info)) return;
     Tokenizer* tokenizer = tokenizer_load(path);
     int found = tokenizer->vocab_size, need = r->source.path ? r->source.config.V : found;
-    if (found != need && r->o.bpe[0]) die(EXIT_INPUT, path, "%d tokens, need %d", found, need);
+    int code = r->step < 0 ? EXIT_INPUT : EXIT_RESUME;
+    if (found != need && r->o.bpe[0]) die(code, path, "vocabulary of %d, need %d", found, need);
     if (found != need) fprintf(stderr, "%s does not fit the model: texts print as ids\n", path);
     if (found != need) return;
     r->tokenizer = tokenizer;
@@ -1767,24 +1776,25 @@ void load_vocabulary(Run* r) {
     r->merges = tokenizer_merges(tokenizer, &size);
 }
 
-// The source's shape, and over a name's what the options say.
+// The shape: that of a name, with what the options say over it, or a file's, which must agree.
 void settle_config(Run* r) {
     const Options* o = &r->o;
-    GPTConfig c = r->source.config;
-    const char* const names[] = {"--layers", "--heads", "--channels", "--context"};
-    const long long given[] = {o->layers, o->heads, o->channels, o->context};
-    int* const fields[] = {&c.L, &c.NH, &c.C, &c.context};
-    if (!r->source.path) c.context = (int)o->seq;
-    for (int i = 0; i < 4; i++) {
-        if (given[i] == AUTO) continue;
-        if (r->source.path && *fields[i] != given[i]) {
-            die(r->step >= 0 ? EXIT_RESUME : EXIT_USAGE, names[i], "%lld, need the model's %d",
-                given[i], *fields[i]);
-        }
-        *fields[i] = (int)given[i];
+    GPTConfig found = r->source.config, c;
+    int named = config_from_name(&c, o->model);
+    if (named) c.context = (int)o->seq;
+    else c = found;
+    if (o->layers != AUTO) c.L = (int)o->layers;
+    if (o->heads != AUTO) c.NH = (int)o->heads;
+    if (o->channels != AUTO) c.C = (int)o->channels;
+    if (o->context != AUTO) c.context = (int)o->context;
+    int V = r->source.path ? found.V : r->tokenizer ? r->tokenizer->vocab_size : 50257;
+    c = with_vocabulary(c, V);
+    config_check(&c, "--model", EXIT_USAGE);
+    if (r->source.path && memcmp(&c, &found, sizeof c)) {
+        die(r->step < 0 ? EXIT_USAGE : EXIT_RESUME, r->source.path, "has %d layers, %d heads, %d "
+            "channels, %d positions, need %d, %d, %d, %d as the options say", found.L, found.NH,
+            found.C, found.context, c.L, c.NH, c.C, c.context);
     }
-    if (!r->source.path) c = with_vocabulary(c, r->tokenizer ? r->tokenizer->vocab_size : 50257);
-    config_check(&c, r->source.path ? r->source.path : "--model", EXIT_USAGE);
     r->config = c;
 }
 
@@ -1808,6 +1818,21 @@ void settle_training(Run* r) {
     r->schedule = s;
 }
 
+// A tensor that is not the model's would be a part of another one; but for the hub's masks, the
+// tied head and llm.c's padding.
+void check_tensor_is_known(const TensorFile* f, int i, const Record* records, int n) {
+    const char* const spare[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight", "padding"};
+    const char* name = f->tensors[i].name;
+    for (int k = 0; k < n; k++) {
+        if (is(short_name(name), short_name(records[k].name))) return;
+    }
+    for (int k = 0; k < 4; k++) {
+        size_t length = strlen(name), end = strlen(spare[k]);
+        if (length >= end && is(name + length - end, spare[k])) return;
+    }
+    die(EXIT_INPUT, f->path, "has a tensor %s, need only those of its config.json", name);
+}
+
 void create_model(Run* r, Optimizer matrices, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
     if (T > r->config.context) die(EXIT_USAGE, "--seq", "%d, need <= %d", T, r->config.context);
@@ -1829,6 +1854,7 @@ void create_model(Run* r, Optimizer matrices, int B, int T) {
                                         : open_llmc(path, &config);
     for (int i = 0; i < n && !r->source.is_folder; i++) r->records[i].transposed = 0;
     records_load(f, r->records, n, set_numbers, r->model, r->buffer);
+    for (int i = 0; i < f->n_tensors; i++) check_tensor_is_known(f, i, r->records, n);
     tensor_file_close(f);
 }
 
@@ -1838,7 +1864,8 @@ void open_folder(Run* r) {
     const size_t* size = gpt_layout(r->model)->size;
     size_t floats = size[PARAMS] + size[ADAM_M] + size[ADAM_V] + size[MUON_M];
     folder_make(r->o.out);
-    if (r->step < 0 && checkpoint_list(r->o.out, steps) > 0) {
+    if (r->step >= 0) keep_cooled_checkpoints(r);
+    else if (checkpoint_list(r->o.out, steps) > 0) {
         die(EXIT_RESUME, r->o.out, "holds a run of %lld steps, need --resume or another --out",
             steps[0]);
     }
@@ -1908,6 +1935,7 @@ void print_report(const Run* r) {
     if (muon > 0) printf("            Newton-Schulz takes %.1f %% of a step's FLOPs\n", share);
     if (share > 15) printf("warning     above 15 %%: a larger --total-batch costs less a token\n");
     printf("out         %s%s\n\n", o->out, r->step > 0 ? ", resumed" : "");
+    fflush(stdout);
 }
 
 // One line that renews itself on a terminal; elsewhere a plain line now and then.
@@ -1935,10 +1963,7 @@ void print_result(Run* r, const Evaluation* e) {
         printf("floor       %.4f nats/token in stories begun in a window, model %.4f: gap %.4f\n",
                e->story_floor, e->story_loss, e->story_loss - e->story_floor);
     }
-    if (r->o.eval[0]) {
-        Questions q = questions_open(r->o.eval, r->config.V);
-        questions_answer(&q, &r->batch);
-    }
+    if (r->o.eval[0]) questions_answer(&r->questions, &r->batch);
     const char *out = r->o.out, *model = step_path(r, r->step);
     printf("trained     %s; log %s/log.tsv, checkpoint %s\n", duration(r->clock), out, model);
     printf("train on    ./train_gpt --out %s --resume --steps %lld\n", out, 2 * r->o.steps);
@@ -2019,9 +2044,9 @@ void refuse_step(Run* r, const StepStats* stats, int in_a_row) {
 int train(Run* r, Evaluation* last) {
     int refused = 0;
     long long first = r->step;
-    double settled = 0;  // the clock after the first step, which is slower than the others
+    double start = r->clock, settled = 0;  // and after the first step, which is slower
     while (between_steps(r, last), r->step < r->o.steps) {
-        int late = r->o.minutes > 0 && r->clock >= 60 * r->o.minutes;
+        int late = r->o.minutes > 0 && r->clock - start >= 60 * r->o.minutes;
         double begin = now_seconds();
         long long bytes = late ? -1 : accumulate_gradients(r);
         if (bytes < 0) {
@@ -2077,18 +2102,19 @@ void train_model(Run* r) {
     dataset_open(&r->train, r->o.train, (int)r->o.seq, r->config.V, (uint64_t)r->o.seed);
     dataset_open(&r->val, r->o.val, (int)r->o.seq, r->config.V, DATASET_IN_ORDER);
     r->floor = floor_read(beside(r->o.val, "floor.tsv"), r->val.n_tokens);
+    if (r->o.eval[0]) r->questions = questions_open(r->o.eval, r->config.V);
     settle_training(r);
     make_fingerprint(r);
     create_model(r, r->matrices, (int)r->o.batch, (int)r->o.seq);
-    open_folder(r);
     if (r->step >= 0) load_optimizer(r);
-    else r->step = 0;
+    open_folder(r);
+    r->step = r->step < 0 ? 0 : r->step;
     r->log = log_open(r->o.out, r->step, &r->clock);
     print_report(r);
     Evaluation last = {0, 0, 0, 0, 0, 0};
     double begin = now_seconds();
     gpt_profile(r->o.profile);
-    if (train(r, &last)) print_result(r, &last);
+    if (train(r, &last) && !stop_signal) print_result(r, &last);
     if (r->o.profile) gpt_print_profile(now_seconds() - begin);
 }
 
@@ -2108,6 +2134,7 @@ int main(int argc, char** argv) {
         options_print_help(&r->table);
         return 0;
     }
+    if (!o->out[0]) die(EXIT_USAGE, "--out", "found '', need a folder");
     if (o->resume) options_restore(&r->table, xprintf("%s/options.tsv", o->out));
     if (o->threads != AUTO) omp_set_num_threads((int)o->threads);
     catch_signals();
@@ -2116,6 +2143,7 @@ int main(int argc, char** argv) {
     if (o->resume) find_checkpoint(r);
     r->source = find_source(r->step < 0 ? o->model : step_path(r, r->step));
     load_vocabulary(r);
+    if (o->prompt[0] && !r->tokenizer) die(EXIT_USAGE, "--prompt", "no vocabulary, need --bpe");
     settle_config(r);
     if (o->generate > 0 || (o->eval[0] && o->steps == 0)) use_model(r);
     else train_model(r);

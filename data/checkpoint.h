@@ -21,12 +21,13 @@ typedef struct {
     char temporary[PATH_MAX - 64];
     char sums[1024];            // the lines of CHECKSUMS so far
     int error;                  // errno of the first failure, or 0
+    const char* bad;            // after EDOM: the tensor with a number that is not finite
     int fd;                     // the file being written, -1: none
     uint64_t size;              // what has been written of it
     uint32_t crc;
 } Checkpoint;
 
-// Through signals and short writes. A write of nothing, which POSIX allows, is taken for a full disk.
+// Through signals and short writes. A write of nothing, which POSIX allows, counts as a full disk.
 static inline void checkpoint_write(Checkpoint* c, const void* data, size_t n) {
     c->crc = crc32c(c->crc, data, n);
     c->size += n;
@@ -119,7 +120,7 @@ static inline void checkpoint_tensors(
         for (size_t at = 0; at < total && !c->error; at += piece) {
             size_t count = total - at < piece ? total - at : piece;
             get(owner, r, at, count, buffer);
-            if (!all_finite(buffer, count)) c->error = EDOM;
+            if (!all_finite(buffer, count)) c->error = EDOM, c->bad = r->name;
             if (r->transposed) transpose(buffer + total, buffer, r->rows, r->cols);
             checkpoint_write(c, buffer + (r->transposed ? total : 0), sizeof(float) * count);
         }
@@ -210,7 +211,7 @@ static inline char* last_line_of_sums(const char* sums, size_t size) {
 
 // Whether a folder holds every file of its CHECKSUMS as it was written, and CHECKSUMS itself.
 static inline int checkpoint_is_whole(const char* folder) {
-    char text[2048], name[64];
+    char text[2048], name[64];  // twice as long as what we write
     unsigned long long size;
     unsigned crc;
     FILE* file = open_in_folder(folder, "CHECKSUMS");
@@ -262,7 +263,7 @@ static inline void folder_make(const char* folder) {
     struct stat info;
     char* path = xprintf("%s/", folder);
     for (char* p = path + 1; (p = strchr(p, '/')); *p++ = '/') {
-        *p = 0;
+        *p = 0;  // for a moment, the path ends here
         if (mkdir(path, 0777) && errno != EEXIST) {
             die_errno(EXIT_RESOURCES, path, "need to make it");
         }
@@ -274,7 +275,7 @@ static inline void folder_make(const char* folder) {
 // Ends the program unless the disk has room for so many bytes, as far as it says.
 static inline void folder_need(const char* folder, double bytes) {
     struct statvfs disk;
-    if (statvfs(folder, &disk)) return;
+    if (statvfs(folder, &disk)) return;  // it says nothing
     double room = (double)disk.f_bavail * (double)disk.f_frsize;
     if (room < bytes) {
         die(EXIT_RESOURCES, folder, "found %.1f MiB free, need %.1f for checkpoints",
@@ -309,17 +310,16 @@ static inline void folder_sweep(const char* out) {
 
 enum { MOST_CHECKPOINTS = 4096 };
 
-// steps (MOST_CHECKPOINTS): those of the folder's checkpoints, whole or not, the newest first; of too
-// many the newest. Returns their number.
+// steps (MOST_CHECKPOINTS): of the folder's checkpoints, whole or not, the newest first; of too
+// many the newest. Returns their number, or -1 when the folder cannot be read.
 static inline int checkpoint_list(const char* out, long long* steps) {
     DIR* folder = opendir(out);
     int n = 0;
-    if (!folder && errno == ENOENT) return 0;
-    if (!folder) die_errno(EXIT_RESOURCES, out, "need a readable folder");
+    if (!folder) return errno == ENOENT ? 0 : -1;
     for (struct dirent* entry; (entry = readdir(folder));) {
         long long step = step_of(entry->d_name, "");
         if (step < 0 || (n == MOST_CHECKPOINTS && step < steps[n - 1])) continue;
-        int i = n < MOST_CHECKPOINTS ? n++ : n - 1;
+        int i = n < MOST_CHECKPOINTS ? n++ : n - 1;  // its place, from the end
         for (; i > 0 && steps[i - 1] < step; i--) steps[i] = steps[i - 1];
         steps[i] = step;
     }
@@ -337,6 +337,7 @@ static inline char* checkpoint_path(const char* out, const char* prefix, long lo
 static inline long long checkpoint_newest(const char* out, long long most_step) {
     long long steps[MOST_CHECKPOINTS];
     int n = checkpoint_list(out, steps), broken = 0;
+    if (n < 0) die_errno(EXIT_RESOURCES, out, "need a readable folder");
     for (int i = 0; i < n; i++) {
         if (steps[i] > most_step) continue;
         char* path = checkpoint_path(out, "step", steps[i]);
@@ -381,16 +382,16 @@ static inline void checkpoint_begin(Checkpoint* c, const char* out, long long st
     }
     folder_sweep(out);
     if (checkpoint_is_whole(c->path)) c->error = EEXIST;
-    else if (mkdir(c->temporary, 0777)) c->error = errno;
+    else if (mkdir(c->temporary, 0777)) c->error = errno;  // less the umask
 }
 
 // Gives the written folder its name; a broken one that has it goes when the new one is there.
 // Returns 0, or errno, and then everything is as it was.
 static inline int checkpoint_place(const Checkpoint* c, const char* out) {
     char* old = xprintf("%s.old", c->path);
-    int error = 0, replaces = rename(c->path, old) == 0;
+    int error = 0, replaces = rename(c->path, old) == 0;  // mostly there is none
     if (rename(c->temporary, c->path)) error = errno;
-    else if ((error = sync_folder(out))) rename(c->path, c->temporary);
+    else if ((error = sync_folder(out))) rename(c->path, c->temporary);  // not known to last
     if (!error) remove_folder(old);
     else if (replaces) rename(old, c->path);
     free(old);

@@ -25,14 +25,18 @@ typedef struct {
     double clock;       // seconds of training
 } LogRow;
 
+// The row is in the file when this returns: a crash loses none. That it cannot be written is said
+// once; the rows of that time are lost, the training is not.
 static inline void log_write(FILE* log, const LogRow* r) {
-    static int warned;
+    static int warned, torn;
+    if (torn) fputc('\n', log);  // part of the row before may be in the file
     fprintf(log, "%lld\t%s\t%.7f\t", r->step, r->split, r->loss);
     fprintf(log, r->bpb < 0 ? "-\t" : "%.7f\t", r->bpb);
     fprintf(log, r->split[0] == 'v' ? "-\t-\t-\t" : "%.6g\t%.6g\t%.6g\t", r->grad_norm, r->lr,
         r->muon_lr);
     fprintf(log, "%lld\t%.3f\n", r->tokens, r->clock);
-    if (fflush(log) && !warned++) {  // a full disk does not end a run
+    torn = fflush(log) != 0;
+    if (torn && !warned++) {
         fprintf(stderr, "warning: log.tsv: not written: %s\n", strerror(errno));
     }
 }
@@ -60,7 +64,8 @@ static inline double log_copy(const char* path, FILE* to, long long step) {
     return clock;
 }
 
-// Opens the log for more rows behind those of the step; a new run's step is 0.
+// Opens the log for more rows behind those of the step; a new run's step is 0. The old log stays in
+// its place until the new one is on the disk.
 static inline FILE* log_open(const char* out, long long step, double* clock) {
     char *path = xprintf("%s/log.tsv", out), *temporary = xprintf("%s.tmp", path);
     FILE* file = fopen(temporary, "w");
@@ -81,17 +86,20 @@ enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535, MOST_ENDINGS
 
 typedef struct {
     const char* path;
-    char* text;  // the file
-    const uint16_t *at, *end;
-    int n_examples, V;
-    size_t longest;  // tokens of a context and its ending
+    char* text;                // the whole file
+    const uint16_t *at, *end;  // the next word, and behind the last
+    int n_examples;
+    int V;                     // every id must be smaller
+    size_t longest;            // tokens of a context and its ending
 } Questions;
 
+// One example; its tokens stay in the file's text.
 typedef struct {
     int label, n_endings, n_context, n_ending[MOST_ENDINGS];
     const uint16_t *context, *ending[MOST_ENDINGS];
 } Question;
 
+// The next word of the file, which must lie in [low, high].
 static inline int questions_word(Questions* q, int low, int high, const char* what) {
     size_t offset = (size_t)((const char*)q->at - q->text);
     if (q->at >= q->end) die(EXIT_INPUT, q->path, "found its end at %zu, need %s", offset, what);
@@ -102,6 +110,7 @@ static inline int questions_word(Questions* q, int low, int high, const char* wh
     return *q->at++;
 }
 
+// A count and so many tokens: at least one, since a loss needs one before it and one to predict.
 static inline const uint16_t* questions_tokens(Questions* q, int* n, const char* what) {
     *n = questions_word(q, 1, 65534, what);
     const uint16_t* tokens = q->at;
@@ -109,6 +118,7 @@ static inline const uint16_t* questions_tokens(Questions* q, int* n, const char*
     return tokens;
 }
 
+// Reads and checks the next example, which must be there.
 static inline Question questions_next(Questions* q) {
     Question x;
     memset(&x, 0, sizeof x);
@@ -131,7 +141,8 @@ static inline Question questions_next(Questions* q) {
     return x;
 }
 
-// Reads and checks the whole file, then stands before its first example.
+// Reads and checks the whole file, then stands before its first example. The path must stay; the
+// text is the caller's to free, or questions_answer's.
 static inline Questions questions_open(const char* path, int V) {
     Questions q;
     size_t size;

@@ -37,6 +37,7 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 // Names: the field's underscores are typed as hyphens
 
+// Whether so many characters of text are the option's name as it is typed.
 static inline int option_is(const Option* row, const char* text, size_t length) {
     if (strlen(row->name) != length) return 0;
     for (size_t i = 0; i < length; i++) {
@@ -53,7 +54,8 @@ static inline const char* option_name(const Option* row) {
     return name;
 }
 
-// The number of letters to insert, delete or change between two names (Levenshtein).
+// The number of letters to insert, delete or change between a and the field's name b (Levenshtein).
+// row[j] is the distance of what has been read of a to the first j letters of b, of which 63 count.
 static inline int edit_distance(const char* a, const char* b) {
     int row[64], n = (int)strlen(b);
     if (n > 63) n = 63;
@@ -71,6 +73,7 @@ static inline int edit_distance(const char* a, const char* b) {
     return row[n];
 }
 
+// For the message about a name that is none.
 static inline const Option* option_nearest(const OptionTable* table, const char* name) {
     const Option* best = table->rows;
     for (int i = 1; i < table->n_rows; i++) {
@@ -107,6 +110,7 @@ static inline double option_number(const Option* row, const char* text, const ch
     return x;
 }
 
+// text, if it is one of the words that begin the row's help.
 static inline const char* option_choice(const Option* row, const char* text, const char* path) {
     size_t n = strlen(text), all = strcspn(row->help, ":");
     for (const char* word = row->help; word < row->help + all; word += strcspn(word, "|:") + 1) {
@@ -115,6 +119,7 @@ static inline const char* option_choice(const Option* row, const char* text, con
     option_die(row, text, path, xprintf("one of %.*s", (int)all, row->help));
 }
 
+// Sets a field from text, which must stay where it is kept (TEXT, CHOICE). path: as in option_die.
 static inline void option_set(
     OptionTable* table, const Option* row, const char* text, const char* path) {
     char* field = (char*)table->fields + row->field;
@@ -150,6 +155,7 @@ static inline const char* option_text(const OptionTable* table, const Option* ro
     return is_auto && !strcmp(row->value, "auto") ? "auto" : text;
 }
 
+// Whether the command line has set a field.
 static inline int option_given(const OptionTable* table, const char* name) {
     for (int i = 0; i < table->n_rows; i++) {
         if (!strcmp(table->rows[i].name, name)) return table->given[i];
@@ -160,6 +166,7 @@ static inline int option_given(const OptionTable* table, const char* name) {
 // -------------------------------------------------------------------------------------------------
 // The command line
 
+// A line an option, with its default in brackets.
 static inline void options_print_help(const OptionTable* table) {
     for (int i = 0; i < table->n_rows; i++) {
         const Option* row = &table->rows[i];
@@ -170,6 +177,7 @@ static inline void options_print_help(const OptionTable* table) {
     }
 }
 
+// NULL when there is none.
 static inline const Option* option_named(
     const OptionTable* table, const char* name, size_t length) {
     for (int i = 0; i < table->n_rows; i++) {
@@ -187,7 +195,7 @@ static inline const Option* option_find(const OptionTable* table, const char* ar
     }
     if (row) return row;
     if (length == 2) die(EXIT_USAGE, arg, "no such option, need one of --help");
-    const char* name = arg + strspn(arg, "-");
+    const char* name = arg + strspn(arg, "-");  // one hyphen is a mistake for two
     row = option_nearest(table, xprintf("%.*s", (int)strcspn(name, "="), name));
     die(EXIT_USAGE, arg, "no such option, need --%s, the nearest, or another of --help",
         option_name(row));
@@ -196,7 +204,7 @@ static inline const Option* option_find(const OptionTable* table, const char* ar
 // Sets every field to its default, then reads the arguments. Those without a hyphen in front are
 // moved to the front of argv, in order; returns how many.
 static inline int options_parse(OptionTable* table, int argc, char** argv) {
-    int n_plain = 0;
+    int n_plain = 0;  // arguments that are no options
     for (int i = 0; i < table->n_rows; i++) {
         const Option* row = &table->rows[i];
         option_set(table, row, row->kind == FLAG ? "0" : row->value, NULL);
@@ -224,6 +232,7 @@ static inline int options_parse(OptionTable* table, int argc, char** argv) {
 // A run's settings in a file: name, tab, value, an option a line; flags are of one call only. A new
 // line in a value is written as \n, a backslash as two
 
+// Written beside, flushed to the disk, then renamed: a crash leaves the old file or the new one.
 static inline void options_save(const OptionTable* table, const char* path) {
     char text[32], *temporary = xprintf("%s.tmp", path);
     FILE* file = fopen(temporary, "w");
@@ -238,7 +247,7 @@ static inline void options_save(const OptionTable* table, const char* path) {
         }
         fputc('\n', file);
     }
-    int failed = fflush(file) || ferror(file) || fsync(fileno(file));
+    int failed = fflush(file) || ferror(file) || fsync(fileno(file));  // now or before
     if (fclose(file) || failed || rename(temporary, path)) {
         die_errno(EXIT_RESOURCES, path, "need to write it");
     }

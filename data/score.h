@@ -107,13 +107,12 @@ static inline void write_token(const Writer* w, int token) {
     fflush(stdout);
 }
 
-// Prints the prompt and n tokens after it, or up to <|endoftext|>. When the context is full, its
+// Prints the prompt (it needs a vocabulary) and n tokens after it, or up to <|endoftext|>. When the context is full, its
 // last half is read again from the front. The draws depend on the seed and the place alone.
 static inline void write_text(const Writer* w, const char* prompt, size_t n, int stop_at_end,
                               uint64_t seed) {
     size_t length = strlen(prompt), size = 1, next = 0, context = (size_t)w->context;
     int position = 0, said = 0;
-    if (length > 0 && !w->tokenizer) die(EXIT_USAGE, "--prompt", "no vocabulary, need --bpe");
     uint16_t* ids = (uint16_t*)xmalloc(length + 1, sizeof(uint16_t));
     if (length > 0) size += tokenizer_encode(w->tokenizer, prompt, length, ids);
     int* tokens = (int*)xmalloc(size + n, sizeof(int));

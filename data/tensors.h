@@ -21,7 +21,7 @@ typedef struct {
 } Json;
 
 __attribute__((noreturn)) static inline void json_die(const Json* j, const char* need) {
-    int left = j->end - j->at < 16 ? (int)(j->end - j->at) : 16;
+    int left = j->end - j->at < 16 ? (int)(j->end - j->at) : 16;  // enough to find the place
     if (left == 0) die(EXIT_INPUT, j->path, "found the end of its JSON, need %s", need);
     die(EXIT_INPUT, j->path, "found '%.*s' in its JSON, need %s", left, j->at, need);
 }
@@ -68,7 +68,7 @@ static inline size_t json_string(Json* j, char* out, size_t size) {
     for (int escaped = 0; j->at < j->end && (escaped || *j->at != '"'); j->at++) {
         if ((unsigned char)*j->at < ' ') json_die(j, "a string without control characters");
         escaped = !escaped && *j->at == '\\';
-        if (n + 1 < size) out[n] = *j->at;
+        if (n + 1 < size) out[n] = *j->at;  // a place is left for the zero
         n++;
     }
     if (size > 0) out[n < size ? n : size - 1] = 0;
@@ -82,7 +82,7 @@ static inline uint64_t json_count(Json* j) {
     json_space(j);
     if (j->at >= j->end || *j->at < '0' || *j->at > '9') json_die(j, "a whole number");
     for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
-        if (n > (UINT64_MAX - 9) / 10) json_die(j, "a smaller number");
+        if (n > (UINT64_MAX - 9) / 10) json_die(j, "a smaller number");  // it would wrap
         n = 10 * n + (uint64_t)(*j->at - '0');
     }
     return n;
@@ -143,7 +143,7 @@ __attribute__((format(printf, 3, 4))) static inline void facts_add(
     va_start(args, format);
     int length = vsnprintf(facts->value[facts->n], size, format, args);
     va_end(args);
-    if (strlen(key) >= key_size || (size_t)length >= size) {  // cut, it could equal another one
+    if (strlen(key) >= key_size || (size_t)length >= size) {  // cut off, it could equal another
         die(EXIT_RESOURCES, key, "found a fact of %d bytes, need less than %zu", length, size);
     }
     memcpy(facts->key[facts->n++], key, strlen(key) + 1);
@@ -192,7 +192,7 @@ static inline uint64_t tensor_bytes(const FileTensor* t) {
 
 // The hub's files may leave out the first part of their names.
 static inline const char* short_name(const char* name) {
-    return strncmp(name, "transformer.", 12) == 0 ? name + 12 : name;
+    return strncmp(name, "transformer.", 12) == 0 ? name + 12 : name;  // 12: its length
 }
 
 // One tensor's description, its three fields in any order.
@@ -236,7 +236,7 @@ static inline int by_place(const void* a, const void* b) {
 // Each name once; each tensor as large as its shape says, one behind the other, from the first byte
 // of the data to the file's last.
 static inline void tensor_file_check(TensorFile* f, uint64_t file_size) {
-    uint64_t at = 0, data_size = file_size - f->data;
+    uint64_t at = 0, data_size = file_size - f->data;  // at: where the next must begin
     qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, by_name);
     for (int i = 1; i < f->n_tensors; i++) {
         if (by_name(&f->tensors[i - 1], &f->tensors[i]) != 0) continue;
@@ -277,7 +277,7 @@ static inline TensorFile* tensor_file_new(const char* path, uint64_t* size) {
 
 // A safetensors file: reads and checks its header, none of its numbers. The path must stay.
 static inline TensorFile* tensor_file_open(const char* path) {
-    uint64_t n = 0, size;
+    uint64_t n = 0, size;  // bytes of the header, of the file
     TensorFile* f = tensor_file_new(path, &size);
     if (size >= 8) read_all(f->fd, path, &n, 8, 0);
     if (size < 8 || n < 2 || n > MOST_HEADER || n > size - 8) {
@@ -316,7 +316,7 @@ static inline void tensor_file_close(TensorFile* f) {
 // 0; infinity or NaN where e is 31. Every one is a float exactly.
 static inline float half_to_float(uint16_t h) {
     int exponent = h >> 10 & 31;
-    float fraction = (float)(h & 1023), x = ldexpf(1024 + fraction, exponent - 25);
+    float fraction = (float)(h & 1023), x = ldexpf(1024 + fraction, exponent - 25);  // 25: 15 + 10
     if (exponent == 31) x = fraction > 0 ? NAN : INFINITY;
     if (exponent == 0) x = ldexpf(fraction, -24);
     return h >> 15 ? -x : x;
@@ -333,7 +333,7 @@ static inline void tensor_read(
     for (size_t i = 0; i < n; i++) {
         uint16_t half = 0;
         if (t->type != F32) memcpy(&half, bytes + 2 * i, 2);
-        uint32_t bits = (uint32_t)half << 16;
+        uint32_t bits = (uint32_t)half << 16;  // BF16 is the upper half of a float
         if (t->type == F16) out[i] = half_to_float(half);
         if (t->type == BF16) memcpy(&out[i], &bits, 4);
         if (!isfinite(out[i])) {
