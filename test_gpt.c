@@ -1,7 +1,5 @@
 // test_gpt.c: the tests of the model, against a second model and against what is known without one.
-//
 //   cc -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math test_gpt.c -o test_gpt -lm
-//
 // One line a check: subject, what, error (the worst of many cases), bound, ok or FAIL; at the end
 // `N passed, N failed`, which the exit status repeats. From top to bottom:
 //   Checks · A second model in double · Both models side by side · What holds for any model ·
