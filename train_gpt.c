@@ -14,8 +14,7 @@
 // Letters: B sequences a micro batch, T tokens a sequence, C channels, L layers, NH heads, HS =
 // C/NH head size, V vocabulary, Vp = V padded to a multiple of 128, OC output channels of a
 // product. Q K V S P O are attention's; G X A are Muon's. A gradient's name is d and the name of
-// what it is of. Tensors are row-major; (B,T,C) beside a pointer is its shape. out_bt points at
-// out[b,t,:].
+// what it is of. Tensors are row-major; (B,T,C) beside a pointer is a shape; out_bt is out[b,t,:].
 //
 // What it refuses: a buffer that grows with T*T; allocation after the start; sums whose order
 // depends on the number of threads; a non-finite number in a weight or a file; -ffast-math.
@@ -32,8 +31,7 @@
 
 // ------------------------------------------------------------------------------------------------
 // Random numbers: Philox4x32-10, whose n-th output is a function of a key and of n alone, so that
-// any weight can be drawn by itself, by any thread, on any device; cuRAND's device API draws the
-// same.
+// any weight can be drawn by itself, by any thread, on any device; cuRAND draws the same.
 //   Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 void philox(uint32_t x[4], uint64_t key) {  // x: the counter, then the random bits
@@ -444,8 +442,7 @@ static inline Vec vec_exp2(Vec x) {
 // (ACM TOMS 2008): a thread takes a tile of c; for a slice of K it copies its parts of a and b into
 // panels (all that the inner loop reads is then one sequential stream, transposed or not); the
 // micro kernel keeps MR x NR sums in registers and needs MR + 2 loads for 2 MR multiply-adds of
-// vectors. Tile sizes follow from the shape alone, so the bits of c do not depend on the number of
-// threads.
+// vectors. Tile sizes follow from the shape alone, so the bits of c do not depend on threads.
 
 enum {
     MR = VECTOR_BYTES == 64 ? 12 : 6,  // registers: 24 of 32 sums with AVX-512, 12 of 16 with AVX
@@ -766,13 +763,11 @@ void gelu_backward(float* dinp, const float* inp, size_t n) {
 //   qkv (B,T,3C): Q, K, V side by side, head h in channels h*HS ..   out (B,T,C)   lse (B,NH,T)
 //   Bound by compute: 2 B NH T^2 HS FLOPs forward (the half below the diagonal), 2.5 times that
 //   backward. Memory: the (T,T) scores exist only as tiles of Q_TILE x K_TILE on a thread's stack;
-//   kept for backward is one number a row, lse = log sum_j exp(S_ij), from which P = exp(S - lse)
-//   again.
+//   kept for backward is a number a row, lse = log sum_j exp(S_ij), and P = exp(S - lse) again.
 //   Source: Dao, "FlashAttention-2", arXiv:2307.08691, algorithms 1 and 2.
 //
 // Key tiles ascend, so a longer T only adds tiles: the outputs of a prefix do not depend on T. The
-// exponentials are powers of two: log2(e) goes into Q's scale. A tile is zero where it has no
-// tokens.
+// exponentials are powers of two, so log2(e) goes into Q's scale. Tiles end in zeros.
 
 enum { Q_TILE = 96, K_TILE = 96, MOST_HS = 128 };  // multiples of MR and NR on every machine
 
@@ -786,8 +781,7 @@ static void load_tile(float* tile, int tile_rows, int W, const float* in, size_t
 }
 
 // c (M,N) = a b, or += a b, with b (K,N); MR divides M, NR divides N. Row i of a begins at a + i *
-// next and its rows and columns are a_row and a_col apart: constants, for the sake of the inner
-// loop.
+// next; its rows and columns are a_row and a_col apart, constants for the inner loop's sake.
 ALWAYS_INLINE void tile_product(float* c, const float* a, size_t next, const size_t a_row,
                                 const size_t a_col, const float* b, int M, int N, int K,
                                 int accumulate) {
@@ -893,8 +887,7 @@ static void score_row_backward(float* p, float* ds, const float* o, const float*
 }
 
 // One head of one sequence:
-//   dV = P^T dO    dP = dO V^T    dS = P * (dP - D)    dQ = dS K / sqrt(HS)    dK = dS^T Q /
-//   sqrt(HS)
+//   dV = P^T dO   dP = dO V^T   dS = P * (dP - D)   dQ = dS K / sqrt(HS)   dK = dS^T Q / sqrt(HS)
 // Key tiles outside, with their dK and dV summed up beside them; query tiles inside, from the
 // diagonal on. dqkv is assigned.
 static void attention_backward_head(float* dqkv, const float* dout, const float* out,
@@ -1121,8 +1114,7 @@ static float* carve(float* base, size_t* used, size_t n) {
     return piece;
 }
 
-// Lays out the activations from base; returns their size. Without gradients (FROZEN) none for
-// those.
+// Lays out the activations from base, for gradients only where there are any; returns their size.
 static size_t carve_acts(GPT* m, float* base) {
     size_t N = (size_t)m->B * m->T, C = (size_t)m->config.C, L = (size_t)m->config.L, used = 0;
     size_t G = m->layout.size[GRADS] > 0 ? N * C : 0;
@@ -1398,8 +1390,7 @@ StepStats gpt_update(GPT* m, const Update* u) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The model: one token at a time, the keys and values of those before it kept in the cache
-// (L,2,T,C)
+// The model: one token at a time; the cache (L,2,T,C) keeps keys and values of those before
 
 // out (OC) = bias + weight x, or += if accumulate. Bound by memory: reads the weight once.
 static void matvec(float* out, const float* x, const float* weight, const float* bias, int C,
@@ -1462,8 +1453,7 @@ void gpt_decode(GPT* m, int token, int position, float* logits) {
 #undef G
 #endif  // GPT_CUDA
 // ------------------------------------------------------------------------------------------------
-// Reading models: a folder of the hub's or our own (config.json, model.safetensors), or llm.c's
-// .bin
+// Reading models: a folder (config.json, model.safetensors), the hub's or ours, or an llm.c .bin
 
 typedef struct {
     const char* path;  // NULL: a name, so random weights
@@ -1477,8 +1467,7 @@ GPTConfig with_vocabulary(GPTConfig config, int V) {
     return config;
 }
 
-// The tensors of a model file, one record a layer's copy, under the hub's names and as it keeps
-// them.
+// The tensors of a model file, a record a layer's copy, under the hub's names and as it keeps them.
 int model_records(const Layout* layout, Record* records) {
     int n = 0;
     for (int i = 0; i < N_TENSORS; i++) {
@@ -1892,8 +1881,7 @@ double step_flops(const Run* r) {
 }
 
 // One line a group of tensors. The size of an update is the root mean square of an element's
-// change: for Muon rate / sqrt(cols) (orthonormal rows; tall ones are scaled to it), for AdamW
-// about the rate.
+// change: for Muon rate / sqrt(cols), as of orthonormal rows; for AdamW about the rate.
 void print_group(const Run* r, Optimizer optimizer, int vectors) {
     const Layout* layout = gpt_layout(r->model);
     int muon = optimizer == MUON, decays = muon || (!vectors && r->matrices == ADAMW);
@@ -2121,9 +2109,9 @@ void train_model(Run* r) {
 int main(int argc, char** argv) {
     // Threads that wait asleep: spinning ones make a step many times slower when another program
     // takes a core. The OpenMP library reads this only when the program starts.
-    if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0) {
-        execv("/proc/self/exe", argv);
-    }
+    char self[PATH_MAX] = "";
+    if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0 &&
+        readlink("/proc/self/exe", self, sizeof self - 1) > 0) execv(self, argv);
     Run* r = (Run*)xmalloc(1, sizeof(Run));
     Options* o = &r->o;
     OptionTable table = {option_rows, (int)(sizeof option_rows / sizeof *option_rows), o, {0}};
