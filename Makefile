@@ -33,7 +33,7 @@ $(OUT)/build/test_%: dev/test/test_%.c dev/test/check.h data/stories.c $(BASE) $
 
 # The built-in corpus: texts, then shards with their vocabulary, then the questions.
 data/stories/train.txt: stories
-	./stories --out data/stories
+	./stories --out data/stories --questions 400
 data/stories/train_000000.bin: data/stories/train.txt prepare
 	./prepare data/stories/train.txt --val-text data/stories/val.txt --split-docs '\n\n' \
 	    --vocab 1024 --out data/stories

@@ -8,8 +8,8 @@
 //   Random numbers · Options · The model's shape and its tensors · Schedule · THE SEAM ·
 //   the model on the CPU: matrix product, layers, flash attention, optimizers, the model ·
 //   Reading models · Checkpoints · Evaluation · Generation · Reports · main
-// train_gpt.cu includes this file and replaces the part between the seam and Reading models; above
-// and below it nothing knows which device the model lives on.
+// The part between the seam and Reading models is the model on the CPU; above and below it nothing
+// knows which device a model lives on, so that another cast can include this file and replace it.
 //
 // Letters: B sequences a micro batch, T tokens a sequence, C channels, L layers, NH heads, HS =
 // C/NH head size, V vocabulary, Vp = V padded to a multiple of 128, OC output channels of a
@@ -1668,7 +1668,10 @@ void find_checkpoint(Run* r) {
     TensorFile* f = tensor_file_open(xprintf("%s/optimizer.safetensors", step_path(r, r->step)));
     const char *steps = facts_find(&f->facts, "steps"), *warmup = facts_find(&f->facts, "warmup");
     const char* momentum = facts_find(&f->facts, "momentum-warmup");
-    if (!steps || !warmup || !momentum) die(EXIT_INPUT, f->path, "no schedule, need our own file");
+    const char* at = facts_find(&f->facts, "step");
+    if (!steps || !warmup || !momentum || !at || strtoll(at, NULL, 10) != r->step) {
+        die(EXIT_INPUT, f->path, "no schedule or another step, need the folder's own file");
+    }
     long long before = strtoll(steps, NULL, 10);
     int asked = option_given(&r->table, "steps");
     int known = stat(xprintf("%s/options.tsv", r->o.out), &info) == 0;
@@ -1763,6 +1766,17 @@ void load_vocabulary(Run* r) {
     r->tokenizer = tokenizer;
     r->vocab_json = tokenizer_vocab_json(tokenizer, &size);
     r->merges = tokenizer_merges(tokenizer, &size);
+}
+
+// Validation shards with another vocabulary beside them would give a loss that means nothing.
+void check_val_vocabulary(const Run* r) {
+    struct stat info;
+    size_t size;
+    char *train = beside(r->o.train, "vocab.bpe"), *val = beside(r->o.val, "vocab.bpe");
+    if (is(train, val) || stat(train, &info) || stat(val, &info)) return;
+    if (!is(read_file(train, &size), read_file(val, &size))) {
+        die(EXIT_INPUT, val, "another vocabulary than %s, need --val of the same", train);
+    }
 }
 
 // The shape: that of a name, with what the options say over it, or a file's, which must agree.
@@ -1974,7 +1988,7 @@ void save_at_end(Run* r) {
 // Everything that happens between two updates. Saving comes first: nothing after it can lose it.
 void between_steps(Run* r, Evaluation* last) {
     int end = r->step == r->o.steps, fall = r->step == fall_begins(r, r->o.steps);
-    int save = save_signal || (r->step > 0 && (fall || due(r->step, r->o.save_every)));
+    int save = save_signal || fall || (r->step > 0 && due(r->step, r->o.save_every));
     save_signal = 0;
     if (end) save_at_end(r);
     else if (save && r->saved_step != r->step) save_checkpoint(r);
@@ -2016,16 +2030,18 @@ Update make_update(const Run* r) {
     return u;
 }
 
-// A step that is not finite changes nothing; three in a row end the run, its weights saved.
+// A step that is not finite is passed over: no update, and the next step has other samples. Three
+// in a row end the run; its weights, from before the first of them, are saved.
 void refuse_step(Run* r, const StepStats* stats, int in_a_row) {
     int bad = stats->bad_tensor;
-    const char* what = bad < 0 ? "the loss" : gpt_layout(r->model)->tensor[bad].name;
+    const char* what = bad < 0 ? "loss" : gpt_layout(r->model)->tensor[bad].name;
+    const char* of = bad < 0 ? "the " : "the gradient of ";
     end_live_line();
-    fprintf(stderr, "warning: step %lld: %s is not finite, no update made\n", r->step + 1, what);
+    fprintf(stderr, "warning: step %lld: %s%s is not finite, no update\n", r->step + 1, of, what);
     if (in_a_row < 3) return;
     save_at_end(r);
-    die(EXIT_NUMERIC, r->o.out, "%s of step %lld was not finite three times, need lower rates or "
-        "--grad-clip (the weights from before are saved)", what, r->step + 1);
+    die(EXIT_NUMERIC, r->o.out, "%s%s was not finite in three steps up to %lld, need a new run by "
+        "lower rates (the weights from before are saved)", of, what, r->step + 1);
 }
 
 // Returns 1 when all steps are made, 0 when a signal or the time ended the run before.
@@ -2048,6 +2064,7 @@ int train(Run* r, Evaluation* last) {
         r->clock += now_seconds() - begin;
         if (!stats.finite) {
             refuse_step(r, &stats, ++refused);
+            r->step++;
             continue;
         }
         refused = 0;
@@ -2078,6 +2095,7 @@ void use_model(Run* r) {
     if (r->o.generate > 0) {
         create_model(r, FROZEN, 1, T);
         generate(r, (size_t)r->o.generate, T, 0, (uint64_t)r->o.seed);
+        if (ferror(stdout)) die(EXIT_RESOURCES, "stdout", "not written, need room or a reader");
         return;
     }
     Questions q = questions_open(r->o.eval, r->config.V);
@@ -2090,6 +2108,7 @@ void train_model(Run* r) {
     dataset_open(&r->train, r->o.train, (int)r->o.seq, r->config.V, (uint64_t)r->o.seed);
     dataset_open(&r->val, r->o.val, (int)r->o.seq, r->config.V, DATASET_IN_ORDER);
     r->floor = floor_read(beside(r->o.val, "floor.tsv"), r->val.n_tokens);
+    check_val_vocabulary(r);
     if (r->o.eval[0]) r->questions = questions_open(r->o.eval, r->config.V);
     settle_training(r);
     make_fingerprint(r);

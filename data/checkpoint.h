@@ -310,6 +310,15 @@ static inline void folder_sweep(const char* out) {
 
 enum { MOST_CHECKPOINTS = 4096 };
 
+// Adds a step to n falling ones, of which the first MOST_CHECKPOINTS stay. Returns their number.
+static inline int add_step(long long* steps, int n, long long step) {
+    if (n == MOST_CHECKPOINTS && step < steps[n - 1]) return n;
+    int i = n < MOST_CHECKPOINTS ? n++ : n - 1;  // its place, from the end
+    for (; i > 0 && steps[i - 1] < step; i--) steps[i] = steps[i - 1];
+    steps[i] = step;
+    return n;
+}
+
 // steps (MOST_CHECKPOINTS): of the folder's checkpoints, whole or not, the newest first; of too
 // many the newest. Returns their number, or -1 when the folder cannot be read.
 static inline int checkpoint_list(const char* out, long long* steps) {
@@ -318,10 +327,7 @@ static inline int checkpoint_list(const char* out, long long* steps) {
     if (!folder) return errno == ENOENT ? 0 : -1;
     for (struct dirent* entry; (entry = readdir(folder));) {
         long long step = step_of(entry->d_name, "");
-        if (step < 0 || (n == MOST_CHECKPOINTS && step < steps[n - 1])) continue;
-        int i = n < MOST_CHECKPOINTS ? n++ : n - 1;  // its place, from the end
-        for (; i > 0 && steps[i - 1] < step; i--) steps[i] = steps[i - 1];
-        steps[i] = step;
+        if (step >= 0) n = add_step(steps, n, step);
     }
     closedir(folder);
     return n;

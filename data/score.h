@@ -107,12 +107,13 @@ static inline void write_token(const Writer* w, int token) {
     fflush(stdout);
 }
 
-// Prints the prompt (it needs a vocabulary) and n tokens after it, or up to <|endoftext|>. When the context is full, its
-// last half is read again from the front. The draws depend on the seed and the place alone.
+// Prints the prompt (it needs a vocabulary) and n tokens after it, or up to <|endoftext|>. When the
+// context is full, its last half is read again from the front. The draws depend on the seed and the
+// place alone.
 static inline void write_text(const Writer* w, const char* prompt, size_t n, int stop_at_end,
                               uint64_t seed) {
     size_t length = strlen(prompt), size = 1, next = 0, context = (size_t)w->context;
-    int position = 0, said = 0;
+    int position = 0, again = 0;
     uint16_t* ids = (uint16_t*)xmalloc(length + 1, sizeof(uint16_t));
     if (length > 0) size += tokenizer_encode(w->tokenizer, prompt, length, ids);
     int* tokens = (int*)xmalloc(size + n, sizeof(int));
@@ -120,11 +121,11 @@ static inline void write_text(const Writer* w, const char* prompt, size_t n, int
     tokens[0] = w->V - 1;  // as every text of the training data begins
     for (size_t i = 1; i < size; i++) tokens[i] = ids[i - 1];
     printf("%s", prompt);
-    for (size_t i = 0; i < n && !*w->stop; i++) {
+    for (size_t i = 0; i < n && !*w->stop && !ferror(stdout); i++) {
         if (position == w->context || size - next > context) {
             next = size - (context + 1) / 2;
             position = 0;
-            if (!said++) fprintf(stderr, "(context full, its last %zu tokens stay)\n", size - next);
+            again++;
         }
         while (next < size) w->decode(w->owner, tokens[next++], position++, logits);
         double u = (double)(splitmix64(seed ^ splitmix64(i)) >> 11) / 9007199254740992.0;  // 2^53
@@ -134,6 +135,11 @@ static inline void write_text(const Writer* w, const char* prompt, size_t n, int
         tokens[size++] = token;
     }
     printf("\n");
+    if (again > 0) {
+        fflush(stdout);
+        fprintf(stderr, "(the context of %zu tokens was full %d times, its last half stayed)\n",
+                context, again);
+    }
     free(ids);
     free(tokens);
     free(logits);
