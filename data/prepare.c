@@ -539,8 +539,8 @@ static void stream_text(Stream* stream, const Text* text, Floor* floor) {
 // -------------------------------------------------------------------------------------------------
 // Evaluation sets: lines of label, context and four endings, to the format that eval.h describes
 //
-// A context is the beginning of a document, so <|endoftext|> comes first, as in the train shards (in
-// llm.c's HellaSwag it does not). An ending goes on from the context after a space.
+// A context is the beginning of a document, so <|endoftext|> comes first, as in train shards; in
+// llm.c's HellaSwag it does not. An ending goes on from the context after a space.
 
 enum { N_ENDINGS = 4, N_FIELDS = 2 + N_ENDINGS };
 
